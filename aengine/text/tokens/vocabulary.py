@@ -19,10 +19,23 @@ class Vocabulary:
     """
 
     def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
-        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
-        tokens.update({token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()})
-        self.tokens = tokens
+        tokens = self.tokens = _tokens_of(backend)
         self.size = max(tokens, default=-1) + 1
         rules = rules_of(decoder_of(backend))
         self.pieces = None if rules is None else PieceTable(rules, tokens, special_ids)
         self.longest = longest_token_bytes(backend, self.pieces)
+
+
+def _tokens_of(backend: Backend) -> dict[int, str]:
+    """Return the tokens by their ids.
+
+    They are looked up one by one, so that other threads get the GIL in between. `get_vocab` holds it for 1 us per token
+    at once. It is called only if ids have gaps.
+    """
+    count = backend.get_vocab_size(with_added_tokens=True)
+    look_up = backend.id_to_token
+    tokens = {token_id: token for token_id in range(count) if (token := look_up(token_id)) is not None}
+    if len(tokens) < count:
+        tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=False).items()}
+    tokens.update({token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()})
+    return tokens

@@ -264,6 +264,15 @@ def test_completing_a_tokenizer_checks_its_ids(tmp_path: Path) -> None:
         tokenizer.complete()
 
 
+def test_a_vocabulary_with_gaps_between_its_ids(tmp_path: Path) -> None:
+    data = saved(tmp_path)
+    data["model"]["vocab"]["far"] = 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.token(5000), tokenizer.token(4999)) == (5001, "far", None)
+    assert tokenizer.decode([4999, 5000]) == "far"
+
+
 def test_tokens_beyond_the_models_vocabulary_are_read_and_never_looked_for(tmp_path: Path) -> None:
     template = "{{ tools }}<tool_call>{{ messages }}"
     write_tokenizer(tmp_path, byte_level_backend(), {"chat_template": template})
