@@ -24,6 +24,7 @@ NOT_INTERPRETED = (
     "aengine.kernels.delta.decode.sums_of_three",
     "aengine.kernels.delta.decode.sums_of_two",
     "aengine.kernels.linear.int4.block._offsets_of_none",
+    "aengine.kernels.linear.int4.block.scale_pairs",
     "aengine.kernels.linear.int4.block.offset",
     "aengine.kernels.linear.int4.row.parted",
 )

@@ -214,15 +214,20 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
 
 
 @pytest.mark.parametrize("new", [half, lambda *shape: torch.empty(*shape, dtype=torch.float16, device=META)])
+@pytest.mark.parametrize("nvfp4", [False, True], ids=["int4", "nvfp4"])
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (4100, 9600)])
-def test_products_of_one_row_with_4_bit_weights(compiler: Compiler, n: int, k: int, new: Callable[..., Tensor]) -> None:
-    words = torch.empty(-(-n // 16), k // 128, 512, dtype=torch.int16, device=META)
-    weight = PackedCodes(words, ints(k // 128, n), None, 128, n, k, False)
+def test_products_of_one_row_with_4_bit_weights(
+    compiler: Compiler, n: int, k: int, nvfp4: bool, new: Callable[..., Tensor]
+) -> None:
+    blocks = k // 128
+    words = torch.empty(-(-n // 16), blocks, 512, dtype=torch.int16, device=META)
+    scales = ints(2 * blocks + 1 if nvfp4 else blocks, n)
+    weight = PackedCodes(words, scales, None, 16 if nvfp4 else 128, n, k, nvfp4)
     config = one_row_config(weight, compiler.gpu.launch)
     assert config is not None
     int4_launch.Int4Product()(new(1, k), weight)
     if isinstance(config, StreamedRowConfig):
-        assert compiler.shared[-1] <= config.shared_memory(weight.blocks)
+        assert compiler.shared[-1] <= config.shared_memory(blocks)
 
 
 def test_the_gates_of_heads(compiler: Compiler) -> None:

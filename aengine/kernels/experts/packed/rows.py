@@ -138,7 +138,7 @@ def _tile(
         else:
             x0, x1, x2, x3 = load_quarters(x_columns, block, used[None, :], K)
             acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, True, GROUP, ASM, BASE, LIFT, PRECISION)
-    acc = apply_factors(acc, scales_ptr, scale_row, E2M1, GROUP, BLOCKS, ALL_ROWS)
+    acc = apply_factors(acc, scales_ptr, scale_row, GROUP, BLOCKS, ALL_ROWS)
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     store_pairs(
         acc, out_ptr, biases_ptr, expert, pair, used, n, N, True, FIRST, GATED, UNFUSED, ALPHA, LIMIT, GELU, BIASES
@@ -207,8 +207,9 @@ class PackedPass:
         out = x.new_empty(self.ids.numel(), 2 * w.rows if gated and unfused else w.rows)
         # A CPU has no assembly.
         how = unpacking(
-            x.dtype if x.device.type != "cpu" else torch.float32, w.e2m1, True, w.bare and x.dtype == torch.bfloat16
-        )
+            x.dtype if x.device.type != "cpu" else torch.float32, w.e2m1, w.group, True,
+            w.bare and x.dtype == torch.bfloat16,
+        )  # fmt: skip
         _packed_rows_kernel[(plan.capacity * -(-w.rows // cut.block_n),)](
             x, w.words, w.scales, rule.pointers(x)[0 if first else 1], plan.order, plan.tiles, plan.count, out,
             plan.capacity,

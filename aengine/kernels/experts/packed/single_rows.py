@@ -397,4 +397,4 @@ def _bare(x: Tensor, weight: PackedMatrices) -> bool:
 def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:
     """Return how codes become numbers; on a CPU without assembly."""
     dtype = x.dtype if x.device.type != "cpu" else torch.float32
-    return unpacking(dtype, weight.e2m1, False, _bare(x, weight))
+    return unpacking(dtype, weight.e2m1, weight.group, False, _bare(x, weight))

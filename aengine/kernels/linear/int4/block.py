@@ -7,6 +7,7 @@ become the pairs of numbers of their four quarters.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,17 +17,20 @@ import triton.language as tl
 
 
 @dataclass(frozen=True, slots=True)
-class _Narrow:
+class Narrow:
     """The bits of a 16-bit type, for two numbers in one register."""
 
     pair: str
     e2m1_power: str  # the missing power of two, if a number has e2m1's bits across exponent and mantissa
     lift: float  # the same power
+    # A scale's byte times `scale_step` plus `scale_base` is 2 ** -10 times that power times the scale, twice.
+    scale_step: int
+    scale_base: int
 
 
-_NARROW = {
-    torch.bfloat16: _Narrow("bf16x2", "0x7e807e80", 2.0**126),
-    torch.float16: _Narrow("f16x2", "0x74007400", 2.0**14),
+NARROW = {
+    torch.bfloat16: Narrow("bf16x2", "0x7e807e80", 2.0**126, 1 << 4, 0x74807480),
+    torch.float16: Narrow("f16x2", "0x74007400", 2.0**14, 1 << 7, 0x24002400),
 }
 _MINUS_ZERO = "0x80008000"
 
@@ -35,8 +39,8 @@ _MINUS_ZERO = "0x80008000"
 class Unpacking:
     """How words of codes become numbers.
 
-    assembly: empty for arithmetic in Triton. base: subtracted from an int4 code besides its zero. lift: the power of
-    two that numbers lack before they are scaled.
+    assembly: empty for arithmetic in Triton. base: subtracted from an int4 code besides its zero; of NVFP4:
+    `scale_base`. lift: the power of two that numbers lack before they are scaled; of NVFP4: `scale_step`.
     """
 
     assembly: str
@@ -45,15 +49,19 @@ class Unpacking:
 
 
 @lru_cache
-def unpacking(dtype: torch.dtype, e2m1: bool, scaled: bool, bare: bool = False) -> Unpacking:
+def unpacking(dtype: torch.dtype, e2m1: bool, group: int, scaled: bool, bare: bool = False) -> Unpacking:
     """Return how codes become numbers of this dtype.
 
     scaled: the numbers are multiplied by the last four operands. bare: 4-bit floats lack `lift`, as those of int4
-    do; otherwise they are multiplied by it.
+    do; otherwise they are multiplied by it. Both say nothing about NVFP4, whose scales have that power in them.
     """
-    narrow = _NARROW.get(dtype)
+    narrow = NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
+    if group == 16:
+        lines = e2m1_numbers(narrow.pair == "f16x2", "$4", [f"${i}" for i in range(4)])
+        lines += [f"fma.rn.{narrow.pair} ${i}, ${i}, ${5 + 2 * i}, minus_zero;" for i in range(4)]
+        return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), narrow.scale_base, narrow.scale_step)
     if e2m1:
         lines, base, lift = _e2m1(narrow, bare), 0, narrow.lift if bare else 1.0
     elif dtype == torch.bfloat16:
@@ -65,7 +73,7 @@ def unpacking(dtype: torch.dtype, e2m1: bool, scaled: bool, bare: bool = False) 
     return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), base, lift)
 
 
-def _registers(narrow: _Narrow) -> list[str]:
+def _registers(narrow: Narrow) -> list[str]:
     """Declare a scratch register and constants, because a multiply-add takes no immediate operands."""
     constants = {
         "one": "0x3c003c00", "low": "0x7a007a00", "high": "0x78007800",
@@ -104,26 +112,33 @@ def _int4() -> list[str]:
     return lines
 
 
-def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
-    """Move a code's bits to where they are a number, maybe a subnormal one, that lacks only a power of two.
+def _e2m1(narrow: Narrow, bare: bool) -> list[str]:
+    lines = e2m1_numbers(narrow.pair == "f16x2", "$4", [f"${i}" for i in range(4)])
+    if not bare:
+        lines += [f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;" for i in range(4)]
+    return lines
+
+
+def e2m1_numbers(half: bool, words: str, numbers: Sequence[str]) -> list[str]:
+    """Return assembly that moves codes' bits to where they are numbers, maybe subnormal, that lack a power of two.
 
     `spread` has put the bits of three quarters where a bfloat16 number has them, up to a shift. The last quarter takes
     three steps.
+
+    Args:
+        half: for float16.
+        words: the register of two words.
+        numbers: registers for the pairs of numbers of the four quarters. `t` is a scratch register.
     """
-    lines = []
-    for i, shift in enumerate((6, 3, 0)):
-        if shift:
-            lines.append(f"shl.b32 t, $4, {shift};")
-        lines.append(f"and.b32 ${i}, {'t' if shift else '$4'}, 0x81c081c0;")
-    lines += ["shr.u32 t, $4, 3;", "and.b32 $3, t, 0x01800180;"]
-    lines += ["shr.u32 t, $4, 7;", "lop3.b32 $3, t, 0x00400040, $3, 0xEA;"]
-    lines += ["shl.b32 t, $4, 1;", f"lop3.b32 $3, t, {_MINUS_ZERO}, $3, 0xEA;"]
-    for i in range(4):
-        if narrow.pair == "f16x2":  # its exponent begins three bits further up
-            lines += [f"shl.b32 t, ${i}, 3;", "and.b32 t, t, 0x0e000e00;"]
-            lines.append(f"lop3.b32 ${i}, ${i}, {_MINUS_ZERO}, t, 0xEA;")
-        if not bare:
-            lines.append(f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;")
+    first, second, third, last = numbers
+    lines = [f"shl.b32 t, {words}, 6;", f"and.b32 {first}, t, 0x81c081c0;"]
+    lines += [f"shl.b32 t, {words}, 3;", f"and.b32 {second}, t, 0x81c081c0;", f"and.b32 {third}, {words}, 0x81c081c0;"]
+    lines += [f"shr.u32 t, {words}, 3;", f"and.b32 {last}, t, 0x01800180;"]
+    lines += [f"shr.u32 t, {words}, 7;", f"lop3.b32 {last}, t, 0x00400040, {last}, 0xEA;"]
+    lines += [f"shl.b32 t, {words}, 1;", f"lop3.b32 {last}, t, {_MINUS_ZERO}, {last}, 0xEA;"]
+    for number in numbers if half else ():  # its exponent begins three bits further up
+        lines += [f"shl.b32 t, {number}, 3;", "and.b32 t, t, 0x0e000e00;"]
+        lines.append(f"lop3.b32 {number}, {number}, {_MINUS_ZERO}, t, 0xEA;")
     return lines
 
 
@@ -133,7 +148,7 @@ def load_scales(scales_ptr, block, n, E2M1: tl.constexpr, GROUP: tl.constexpr, N
 
     NVFP4: [BLOCK_N, 2], because each half of a quarter has a scale.
     """
-    if E2M1 and GROUP == 16:
+    if GROUP == 16:
         first = tl.load(scales_ptr + (tl.expand_dims(2 * block * N + n, -1) + tl.arange(0, 2) * N))
         second, third, fourth = first, first, first
     elif E2M1:
@@ -150,8 +165,8 @@ def load_scales(scales_ptr, block, n, E2M1: tl.constexpr, GROUP: tl.constexpr, N
 @triton.jit
 def _scale(word, QUARTER: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr, LIFT: tl.constexpr):
     """[..., BLOCK_N] -> [..., BLOCK_N, 1] float32. NVFP4: [..., BLOCK_N, 2] -> [..., BLOCK_N, 2, 1]."""
-    if E2M1 and GROUP == 16:
-        scale = ((word >> (8 * QUARTER) & 255) << 20).to(tl.float32, bitcast=True) * 2.0**117
+    if GROUP == 16:
+        scale = ((word >> (8 * QUARTER) & 255) << 20).to(tl.float32, bitcast=True) * 2.0**107
     else:
         bits = ((word >> (8 * QUARTER)) & 255) << 23 if E2M1 else word & ~255
         scale = bits.to(tl.float32, bitcast=True) * LIFT
@@ -159,9 +174,15 @@ def _scale(word, QUARTER: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr,
 
 
 @triton.jit
-def apply_factors(acc, scales_ptr, n, E2M1: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, N: tl.constexpr):
+def scale_pairs(word, QUARTER: tl.constexpr, BASE: tl.constexpr, STEP: tl.constexpr):
+    """Return scales of NVFP4, [..., 1] int32, in 16 bits and twice, times what `Narrow` says."""
+    return tl.expand_dims((word >> (8 * QUARTER) & 255) * (STEP * 65537) + BASE, -1)
+
+
+@triton.jit
+def apply_factors(acc, scales_ptr, n, GROUP: tl.constexpr, BLOCKS: tl.constexpr, N: tl.constexpr):
     """Multiply sums [..., BLOCK_N, any] by the factors of their rows, which only NVFP4 has."""
-    if E2M1 and GROUP == 16:
+    if GROUP == 16:
         factors = tl.load(scales_ptr + 2 * BLOCKS * N + n).to(tl.float32, bitcast=True)
         acc *= tl.expand_dims(factors, -1)
     return acc
@@ -211,7 +232,7 @@ def unpack(
 
     like: a tensor of the dtype of the result.
     """
-    if E2M1 and GROUP == 16:
+    if GROUP == 16:
         if len(words.shape) == 3:
             halves = tl.reshape(words, [words.shape[0], words.shape[1], 2, 16])
         else:
@@ -239,6 +260,13 @@ def _unpack(
             _plain(words, scales[2], 2, E2M1, SCALED, GROUP, dtype),
             _plain(words, scales[3], 3, E2M1, SCALED, GROUP, dtype),
         )
+    if GROUP == 16:
+        s0, s1 = scale_pairs(scales[0], 0, BASE, LIFT), scale_pairs(scales[1], 1, BASE, LIFT)
+        s2, s3 = scale_pairs(scales[2], 2, BASE, LIFT), scale_pairs(scales[3], 3, BASE, LIFT)
+        return tl.inline_asm_elementwise(
+            ASM, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r", [words, s0, s1, s2, s3],
+            dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
+        )  # fmt: skip
     if E2M1:
         tl.static_assert(SCALED)
         o0, o1, o2, o3 = _offsets_of_none(dtype)

@@ -81,7 +81,7 @@ class StreamedRowConfig:
         return power_of_two(self.steps(blocks))
 
     def shared_memory(self, blocks: int) -> int:
-        """Return the bytes: for each block the columns of x, and a scale and an offset for 16 rows."""
+        """Return the bytes: for each block the columns of x, and 8 bytes of scales and offsets for each of 16 rows."""
         return self.padded_steps(blocks) * self.warps * (2 * BLOCK + 128)
 
 
@@ -90,15 +90,16 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
 
     Measured on an H200, in the four shapes of an 8B model.
     """
-    if weight.e2m1 or weight.group < BLOCK or weight.columns % 2:
+    if (weight.group < BLOCK and not weight.nvfp4) or weight.columns % 2:
         return None
     each, tiles = -(-weight.blocks // ONE_ROW_WARPS), -(-weight.rows // 16)
     if tiles < launch.processors:
         return None
-    if tiles <= 2 * launch.processors and each <= 4:
-        return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each))
-    if tiles <= 4 * launch.processors and each <= 2:
-        return OneRowConfig(32, ONE_ROW_WARPS, each)
+    if not weight.nvfp4:
+        if tiles <= 2 * launch.processors and each <= 4:
+            return OneRowConfig(16, ONE_ROW_WARPS, power_of_two(each))
+        if tiles <= 4 * launch.processors and each <= 2:
+            return OneRowConfig(32, ONE_ROW_WARPS, each)
     if launch.capability < (8, 0):
         return None
     if tiles <= 2 * launch.processors:
@@ -107,6 +108,8 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
         config = StreamedRowConfig(4, 4, 160)
     else:
         config = StreamedRowConfig(4, 2, 80)
+    if weight.nvfp4:
+        config = replace(config, ahead=min(config.ahead, config.steps(weight.blocks)))
     # At least two programs fit a processor, with their blocks in flight. The steps are unrolled.
     fits = config.shared_memory(weight.blocks) <= launch.shared_memory // 2
     return config if fits and config.ahead <= config.steps(weight.blocks) <= MOST_STEPS else None

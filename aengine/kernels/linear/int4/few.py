@@ -87,7 +87,7 @@ def int4_product_kernel(
         words, scales = early[step]
         x0, x1, x2, x3 = load_quarters(x_columns, first + step, used, K)
         acc = add_block(acc, words, scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-    acc = apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N)
+    acc = apply_factors(acc, scales_ptr, inside_n, GROUP, BLOCKS, N)
     inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + tile * (splits * M * BLOCK_N) + inner,
@@ -161,7 +161,7 @@ def int4_few_rows_kernel(
     mine = used & (warp < BLOCKS)[:, None, None]
     x0, x1, x2, x3 = load_quarters(x_columns, warp[:, None, None], mine, K)
     acc = add_block(acc, w_early, early_scales, x0, x1, x2, x3, E2M1, SCALED, GROUP, ASM, BASE, LIFT, PRECISION)
-    result = tl.sum(apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N), axis=0)
+    result = tl.sum(apply_factors(acc, scales_ptr, inside_n, GROUP, BLOCKS, N), axis=0)
     result = tl.trans(result)
     used = (rows_m < m)[:, None]
     store_result(result, bias_ptr, residual_ptr, out_ptr, used, rows_m.to(tl.int64), n, N, BIAS, ADD)

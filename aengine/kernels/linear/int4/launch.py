@@ -18,8 +18,10 @@ from aengine.kernels.linear.int4.config import (
 )
 from aengine.kernels.linear.int4.few import int4_few_rows_kernel, int4_product_kernel
 from aengine.kernels.linear.int4.many import dequantise_kernel, int4_many_rows_kernel
+from aengine.kernels.linear.int4.nvfp4_row import nvfp4_row_kernel, row_product
 from aengine.kernels.linear.int4.packed_codes import BLOCK, PackedCodes
-from aengine.kernels.linear.int4.row import OPERANDS, block_product, int4_one_row_kernel, int4_streamed_row_kernel
+from aengine.kernels.linear.int4.row import int4_one_row_kernel
+from aengine.kernels.linear.int4.streamed_row import OPERANDS, block_product, int4_streamed_row_kernel
 from aengine.kernels.parts import Parts
 
 
@@ -99,33 +101,41 @@ class Int4Product:
     ) -> Tensor:
         """Multiply one row, x [1, k]; otherwise like `__call__`.
 
-        Raises: ValueError for 4-bit floats, for groups of less than a block, for more blocks than the config has, and
-        for a stream of float32 or of fewer blocks than it loads ahead.
+        Raises: ValueError for MXFP4, for NVFP4 without a stream, for groups of int4 of less than a block, for more
+        blocks than the config has, and for a stream of float32 or of fewer blocks than it loads ahead.
         """
         blocks = weight.blocks
         if isinstance(config, StreamedRowConfig):
             fits = config.steps(blocks) >= config.ahead and x.element_size() == 2
+            fits = fits and (weight.nvfp4 or weight.group >= BLOCK)
         else:
-            fits = blocks <= config.warps * config.steps
-        if weight.e2m1 or weight.group < BLOCK or not fits or weight.columns % 2:
+            fits = blocks <= config.warps * config.steps and weight.group >= BLOCK
+        if not fits or weight.columns % 2:
             raise ValueError(f"a row of {weight.columns} in groups of {weight.group} is not for {config}")
         launch, how = launch_for(x.device), _unpacking(x, weight, scaled=False)
         out = x.new_empty(1, weight.rows) if residual is None else residual
         given = x, weight.words, weight.scales, x if bias is None else bias, out, out
         constants: dict[str, Any] = {
-            "N": weight.rows, "K": weight.columns, "BLOCKS": blocks, "GROUP": weight.group, "WARPS": config.warps,
-            "BIAS": bias is not None, "ADD": residual is not None, "BASE": how.base, "LIFT": how.lift,
-            "OVERLAP": launch.overlap, "num_warps": config.warps, "launch_pdl": launch.overlap,
+            "N": weight.rows, "K": weight.columns, "BLOCKS": blocks, "WARPS": config.warps, "BIAS": bias is not None,
+            "ADD": residual is not None, "OVERLAP": launch.overlap, "num_warps": config.warps,
+            "launch_pdl": launch.overlap,
         }  # fmt: skip
-        if isinstance(config, StreamedRowConfig):
-            int4_streamed_row_kernel[(-(-weight.rows // 16),)](
-                *given, PADDED=config.padded_steps(blocks), AHEAD=config.ahead, ASM=block_product(x.dtype),
-                OPERANDS=OPERANDS, maxnreg=config.registers, **constants,
-            )  # fmt: skip
-        else:
+        if isinstance(config, OneRowConfig):
             int4_one_row_kernel[(-(-weight.rows // config.block_n),)](
-                *given, BLOCK_N=config.block_n, STEPS=config.steps, PAIRS=bool(how.assembly), ASM=how.assembly,
-                PRECISION=_precision(x), **constants,
+                *given, GROUP=weight.group, BLOCK_N=config.block_n, STEPS=config.steps, PAIRS=bool(how.assembly),
+                ASM=how.assembly, BASE=how.base, LIFT=how.lift, PRECISION=_precision(x), **constants,
+            )  # fmt: skip
+            return out
+        grid = (-(-weight.rows // 16),)
+        constants |= {
+            "PADDED": config.padded_steps(blocks), "AHEAD": config.ahead, "maxnreg": config.registers,
+        }  # fmt: skip
+        if weight.nvfp4:
+            nvfp4_row_kernel[grid](*given, **row_product(x.dtype), **constants)
+        else:
+            int4_streamed_row_kernel[grid](
+                *given, GROUP=weight.group, ASM=block_product(x.dtype), OPERANDS=OPERANDS, BASE=how.base,
+                LIFT=how.lift, **constants,
             )  # fmt: skip
         return out
 
@@ -158,7 +168,7 @@ class Int4Product:
 
 def _unpacking(x: Tensor, weight: PackedCodes, scaled: bool) -> Unpacking:
     """Return how codes become numbers; on a CPU without assembly."""
-    return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.e2m1, scaled)
+    return unpacking(x.dtype if x.device.type != "cpu" else torch.float32, weight.e2m1, weight.group, scaled)
 
 
 def _precision(x: Tensor) -> str:

@@ -73,7 +73,7 @@ def int4_many_rows_kernel(
         x = tl.load(x_columns + block * 128, mask=inside, other=0.0)
         w0, w1, w2, w3 = unpack(words, scales, x, E2M1, True, GROUP, ASM, BASE, LIFT)
         acc = tl.dot(one_after_another(w0, w1, w2, w3, BLOCK_N), x, acc, input_precision=PRECISION)
-    acc = apply_factors(acc, scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N)
+    acc = apply_factors(acc, scales_ptr, inside_n, GROUP, BLOCKS, N)
     inner = tl.arange(0, M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     finish(
         tl.trans(acc), bias_ptr, residual_ptr, out_ptr, part_ptr + (tile - whole) * (pieces * M * BLOCK_N) + inner,
@@ -113,11 +113,11 @@ def dequantise_kernel(
     inside = (n < N)[:, None]
     like = tl.zeros([1], out_ptr.dtype.element_ty)
     w0, w1, w2, w3 = unpack(words, scales, like, E2M1, True, GROUP, ASM, BASE, LIFT)
-    if E2M1 and GROUP == 16:
-        w0 = apply_factors(w0.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
-        w1 = apply_factors(w1.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
-        w2 = apply_factors(w2.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
-        w3 = apply_factors(w3.to(tl.float32), scales_ptr, inside_n, E2M1, GROUP, BLOCKS, N).to(like.dtype)
+    if GROUP == 16:
+        w0 = apply_factors(w0.to(tl.float32), scales_ptr, inside_n, GROUP, BLOCKS, N).to(like.dtype)
+        w1 = apply_factors(w1.to(tl.float32), scales_ptr, inside_n, GROUP, BLOCKS, N).to(like.dtype)
+        w2 = apply_factors(w2.to(tl.float32), scales_ptr, inside_n, GROUP, BLOCKS, N).to(like.dtype)
+        w3 = apply_factors(w3.to(tl.float32), scales_ptr, inside_n, GROUP, BLOCKS, N).to(like.dtype)
     _store_quarter(out, w0, block * 128 + c, inside, K)
     _store_quarter(out, w1, block * 128 + 32 + c, inside, K)
     _store_quarter(out, w2, block * 128 + 64 + c, inside, K)

@@ -35,7 +35,7 @@ class PackedCodes:
     scales: Tensor  # int4: [groups, n] int32, the upper 24 bits of a float32, then a zero of 8 bits.
     # MXFP4: [blocks, n] int32, the exponents of a block's quarters, the first in the lowest bits.
     # NVFP4: [2 * blocks + 1, n] int32, for each block the scales of the first halves of its quarters, then those of the
-    # second halves, as in `_scale_bytes`; at the end the rows' factors, the bits of a float32.
+    # second halves, as in `_scale_bytes`; at the end the rows' factors times 2 ** 10, the bits of a float32.
     order: Tensor | None  # [k] int64: column j multiplies x[order[j]]
     group: int  # columns; blocks * 128 if a row has one scale
     rows: int  # n
@@ -45,6 +45,10 @@ class PackedCodes:
     @property
     def blocks(self) -> int:
         return self.words.shape[1]
+
+    @property
+    def nvfp4(self) -> bool:
+        return self.e2m1 and self.group == 16
 
 
 def can_pack(weight: Int4Weight | E2m1Weight) -> bool:
@@ -65,8 +69,14 @@ def pack_codes(weight: Int4Weight | E2m1Weight) -> PackedCodes:
         raise ValueError(f"groups of {weight.group} columns have no kernel: 32, 64, multiples of 128, or a whole row")
     padded = -(-k // BLOCK) * BLOCK
     if isinstance(weight, E2m1Weight):
-        scales = _scale_bytes(weight, padded) if isinstance(weight, Nvfp4Weight) else _exponents(weight.scale)
-        return PackedCodes(_words(weight.codes, padded, spread), scales, None, weight.group, n, k, e2m1=True)
+        codes = weight.codes
+        if isinstance(weight, Nvfp4Weight):
+            scales = _scale_bytes(weight, padded)
+            # Kernels turn a scale of 0 into another number.
+            codes.unflatten(-1, (-1, weight.group)).mul_((weight.scale != 0).unsqueeze(-1))
+        else:
+            scales = _exponents(weight.scale)
+        return PackedCodes(_words(codes, padded, spread), scales, None, weight.group, n, k, e2m1=True)
     order = weight.order
     if order is not None and not order.is_meta and torch.equal(order, torch.arange(k, device=order.device)):
         order = None
@@ -126,10 +136,10 @@ def _scale_bytes(weight: Nvfp4Weight, padded: int) -> Tensor:
     """Return the scales and factors of NVFP4, [2 * blocks + 1, n] int32.
 
     A byte is a scale without its sign: five bits of an exponent, which is 117 less than a float32's, and three bits of
-    mantissa. So no scale is subnormal, and 0 is 0.
+    mantissa. So no scale is subnormal, and 0 is 0. Kernels multiply by 2 ** -10 times a scale: see `scale_pairs`.
     """
     scale = F.pad(weight.scale.float(), (0, padded // weight.group - weight.scale.shape[1]))
     upper = scale.contiguous().view(torch.int32) >> 20
     each = (upper - (117 << 3)).clamp(min=0).view(len(scale), -1, 4, 2)  # [n, blocks, quarter, half]
     words = each[:, :, 0] | each[:, :, 1] << 8 | each[:, :, 2] << 16 | each[:, :, 3] << 24
-    return torch.cat((words.flatten(1).t(), weight.factor.view(torch.int32).t())).contiguous()
+    return torch.cat((words.flatten(1).t(), (weight.factor * 2.0**10).view(torch.int32).t())).contiguous()

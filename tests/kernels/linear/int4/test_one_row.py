@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from aengine.kernels.launch import Launch
+from aengine.kernels.linear.weights.e2m1 import Nvfp4Weight
 from aengine.kernels.linear.weights.integers import Int4Weight
 from tests.kernels.conftest import relative_error, tolerance
+from tests.kernels.linear.int4.test_product import nvfp4_scales
 
 int4_launch = pytest.importorskip("aengine.kernels.linear.int4.launch")
 int4_config = pytest.importorskip("aengine.kernels.linear.int4.config")
@@ -29,7 +31,11 @@ STREAMS = {
 }
 
 
-def random_weight(n: int, k: int, group: int, device: torch.device) -> Int4Weight:
+def random_weight(n: int, k: int, group: int, device: torch.device) -> Int4Weight | Nvfp4Weight:
+    """group: 16 for NVFP4."""
+    if group == 16:
+        codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
+        return Nvfp4Weight.from_codes(codes, *nvfp4_scales(n, k, device=device))
     scale = (torch.rand(n, k // group, device=device) + 0.1).half()
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8, device=device)
     return Int4Weight(codes, scale, torch.randint(0, 16, scale.shape, dtype=torch.uint8, device=device))
@@ -51,7 +57,19 @@ def test_every_cut_gives_the_product_the_same_each_time(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("cut", STREAMS)
-@pytest.mark.parametrize(("n", "k", "group"), [(40, 512, 128), (9, 330, 330), (4096, 4096, 256), (6144, 4736, 128)])
+@pytest.mark.parametrize(
+    ("n", "k", "group"),
+    [
+        (40, 512, 128),
+        (9, 330, 330),
+        (4096, 4096, 256),
+        (6144, 4736, 128),
+        (40, 512, 16),
+        (9, 336, 16),
+        (4096, 4096, 16),
+        (6144, 4736, 16),
+    ],
+)
 def test_every_cut_of_a_stream_gives_the_product_the_same_each_time(
     n: int, k: int, group: int, cut: str, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -78,7 +96,7 @@ def test_one_row_has_a_kernel_if_its_programs_fill_the_processors() -> None:
     def config(n: int, k: int, group: int = 128, capability: tuple[int, int] = (9, 0)) -> object:
         words = torch.empty(n // 16, k // 128, 512, dtype=torch.int16, device="meta")
         scales = torch.empty(k // group, n, dtype=torch.int32, device="meta")
-        weight = packed_codes.PackedCodes(words, scales, None, group, n, k, False)
+        weight = packed_codes.PackedCodes(words, scales, None, group, n, k, group == 16)
         return int4_config.one_row_config(weight, Launch(132, True, 227 * 1024, capability))
 
     assert config(4096, 4096) == OneRowConfig(16, 8, 4)
@@ -93,9 +111,14 @@ def test_one_row_has_a_kernel_if_its_programs_fill_the_processors() -> None:
     assert config(4096, 65536) is None
     assert config(1024, 1024) is None
     assert config(4096, 4096, group=64) is None
+    assert config(4096, 4096, group=16) == StreamedRowConfig(8, ahead=4, registers=128)
+    assert config(24576, 4096, group=16) == StreamedRowConfig(4, ahead=2, registers=80)
+    assert config(1024, 1024, group=16) is None
 
 
-@pytest.mark.parametrize(("k", "group"), [(384, 128), (256, 64)], ids=["tiny-long", "tiny-finely-grouped"])
+@pytest.mark.parametrize(
+    ("k", "group"), [(384, 128), (256, 64), (256, 16)], ids=["tiny-long", "tiny-finely-grouped", "tiny-nvfp4"]
+)
 def test_unsupported_weights_are_refused(k: int, group: int, device: torch.device) -> None:
     packed = packed_codes.pack_codes(random_weight(16, k, group, device))
     with pytest.raises(ValueError, match=f"a row of {k} in groups of {group} is not for OneRowConfig"):

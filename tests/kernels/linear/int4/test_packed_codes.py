@@ -67,12 +67,22 @@ def test_scales_of_nvfp4_are_bytes_that_are_never_subnormal() -> None:
     factor = torch.rand(2, 1)
     packed = pack_codes(Nvfp4Weight.from_codes(codes(2, 1024), scale, factor))
     assert packed.scales.shape == (17, 2)
-    assert torch.equal(packed.scales[16].view(torch.float32), factor[:, 0])
+    assert torch.equal(packed.scales[16].view(torch.float32), factor[:, 0] * 1024)
     for group in range(64):
         block, quarter, half = group // 8, group % 8 // 2, group % 2
         byte = packed.scales[2 * block + half] >> (8 * quarter) & 255
         assert torch.equal((byte << 20).view(torch.float32) * 2.0**117, scale[:, group].float())
         assert ((byte == 0) | (byte >= 8)).all()
+
+
+def test_codes_whose_scale_is_0_are_0() -> None:
+    scale = torch.ones(16, 8).to(torch.float8_e4m3fn)
+    scale[3, 2] = 0  # the first half of the second quarter
+    given = torch.full((16, 128), 15, dtype=torch.uint8)
+    packed = pack_codes(Nvfp4Weight.from_codes(given, scale, torch.ones(16, 1)))
+    given[3, 32:48] = 0
+    other = pack_codes(Nvfp4Weight.from_codes(given, torch.ones(16, 8).to(torch.float8_e4m3fn), torch.ones(16, 1)))
+    assert torch.equal(packed.words, other.words)
 
 
 def test_the_identity_order_is_dropped() -> None:
