@@ -197,6 +197,7 @@ def test_products_of_few_tiles(compiler: Compiler, m: int, n: int, k: int) -> No
         (64, 4096, 4096, 32, True),
         (128, 4096, 12288, 32, True),
         (8, 4096, 4096, 16, True),
+        (8, 24576, 4096, 16, True),
         (256, 4096, 4096, 16, True),
         (256, 6144, 4096, 128, False),
         (512, 24576, 4096, 64, False),
@@ -208,7 +209,7 @@ def test_products_with_4_bit_weights(compiler: Compiler, m: int, n: int, k: int,
     weight = PackedCodes(words, ints(groups, n), None, group, n, k, e2m1)
     product = int4_launch.Int4Product()
     product(half(m, k), weight)
-    config = int4_config(m, n, k // 128, 2, compiler.gpu.launch)
+    config = int4_config(m, n, k // 128, 2, compiler.gpu.launch, nvfp4=weight.nvfp4)
     assert compiler.shared[-1] <= config.shared_memory(2)
     product.dequantised(weight, torch.bfloat16)
 

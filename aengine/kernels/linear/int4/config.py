@@ -103,7 +103,7 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
     if launch.capability < (8, 0):
         return None
     if tiles <= 2 * launch.processors:
-        config = StreamedRowConfig(8, 5, 128)
+        config = StreamedRowConfig(8, 2 if weight.nvfp4 else 5, 128)
     elif tiles <= 4 * launch.processors:
         config = StreamedRowConfig(4, 4, 160)
     else:
@@ -115,13 +115,13 @@ def one_row_config(weight: PackedCodes, launch: Launch) -> OneRowConfig | Stream
     return config if fits and config.ahead <= config.steps(weight.blocks) <= MOST_STEPS else None
 
 
-def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch) -> Int4Config:
+def int4_config(m: int, n: int, blocks: int, element_size: int, launch: Launch, *, nvfp4: bool = False) -> Int4Config:
     """Return how to divide a weight [n, blocks * 128] for m rows, with fewer stages if there is less shared memory.
 
     Measured on an H200, in the four shapes of an 8B model.
     """
     # Only Hopper's tensor cores multiply asynchronously, and only 16-bit numbers.
-    config = _chosen(m, n, blocks, launch.processors, launch.capability[0] == 9 and element_size == 2)
+    config = _chosen(m, n, blocks, launch.processors, launch.capability[0] == 9 and element_size == 2, nvfp4)
     while config.stages > 1 and config.shared_memory(element_size) > launch.shared_memory:
         config = replace(config, stages=config.stages - 1)
     while config.rows > LEAST_ROWS and config.shared_memory(element_size) > launch.shared_memory:
@@ -144,9 +144,9 @@ def int4_borders(n: int, k: int, launch: Launch, most: int) -> list[int]:
     return find_borders(kernel, most)
 
 
-def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) -> Int4Config:
+def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool, nvfp4: bool) -> Int4Config:
     if m <= 8 or (m <= 16 and n * blocks * BLOCK // 2 <= LIGHT):
-        return _few_rows(max(LEAST_ROWS, power_of_two(m)), n, blocks, processors)
+        return _few_rows(max(LEAST_ROWS, power_of_two(m)), n, blocks, processors, nvfp4)
     if m <= 64:
         return _some_rows(max(32, power_of_two(m)), n, blocks, processors, asynchronous)
     if asynchronous:
@@ -154,10 +154,12 @@ def _chosen(m: int, n: int, blocks: int, processors: int, asynchronous: bool) ->
     return _many_rows_in_step(m, n, blocks, processors)
 
 
-def _few_rows(rows: int, n: int, blocks: int, processors: int) -> Int4Config:
+def _few_rows(rows: int, n: int, blocks: int, processors: int, nvfp4: bool) -> Int4Config:
     """Load everything at once: either all programs are resident, or each warp has its own blocks."""
     tiles = -(-n // 64)
     if tiles >= 2 * processors and blocks >= 8:
+        if nvfp4:
+            return Int4Config(64, rows, 2, 6, 2, 2)  # 11 % faster
         return Int4Config(64, rows, 1, 3, 4, 1, block_per_warp=True)
     splits = max(1, min(8 * processors // tiles, blocks // 4))
     return Int4Config(64, rows, splits, 4, 2, min(2, blocks // splits))
@@ -167,7 +169,7 @@ def _some_rows(rows: int, n: int, blocks: int, processors: int, asynchronous: bo
     if -(-n // 128) >= processors:
         if rows <= 32:
             return Int4Config(128, rows, 2 if blocks >= 8 else 1, 4, 4, 0, scaled=True)
-        return Int4Config(128, rows, 1, 3, 4, 0, scaled=True)
+        return Int4Config(64 if asynchronous else 128, rows, 1, 3, 4, 0, scaled=True, unpacks_ahead=asynchronous)
     tiles = -(-n // 64)
     splits = max(1, min(3 * processors // tiles, blocks // 4, 6 if rows <= 32 else 4))
     if rows <= 32:

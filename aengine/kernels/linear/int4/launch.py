@@ -56,7 +56,7 @@ class Int4Product:
         narrow = x.element_size() == 2
         if config is None and m == 1 and narrow and (one := one_row_config(weight, launch)):
             return self.row(x, weight, bias, residual, one)
-        config = config or int4_config(m, n, weight.blocks, x.element_size(), launch)
+        config = config or int4_config(m, n, weight.blocks, x.element_size(), launch, nvfp4=weight.nvfp4)
         if config.early > weight.blocks // config.splits:
             raise ValueError(f"{config.early} early blocks do not fit {config.splits} pieces of {weight.blocks} blocks")
         if config.block_per_warp and (m > config.rows or config.splits > 1 or config.early != 1):

@@ -48,13 +48,13 @@ def _load_scales(kept, WARPS: gl.constexpr, SCALE: gl.constexpr, LANES: gl.const
 
 @gluon.jit
 def _keep_row(row, x_ptr, K: gl.constexpr, PADDED: gl.constexpr, WARPS: gl.constexpr, LIFTED: gl.constexpr):
-    """Store x in `row` [PADDED * WARPS, group, t, eight], times a power of two by the assembly LIFTED."""
+    """Store x in `row` [PADDED * WARPS, group, eight, t], times a power of two by the assembly LIFTED."""
     FLAT: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
     at = gl.arange(0, PADDED * WARPS * 64, layout=FLAT)
     x = gl.load(x_ptr + at, mask=at < K // 2, other=0)
     if LIFTED != "":
         x = gl.inline_asm_elementwise(LIFTED, "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
-    row.store(gl.permute(gl.reshape(x, [PADDED * WARPS, 8, 2, 4]), [0, 1, 3, 2]))
+    row.store(gl.reshape(x, [PADDED * WARPS, 8, 2, 4]))
 
 
 @keep_variants
@@ -96,16 +96,16 @@ def nvfp4_row_kernel(
     _keep_scales(kept, scales_ptr, strip, N, BLOCKS, PADDED, WARPS)
     if OVERLAP:
         control("griddepcontrol.wait;")
-    row = gl.allocate_shared_memory(gl.int32, [PADDED * WARPS, 8, 4, 2], gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0]))
+    row = gl.allocate_shared_memory(gl.int32, [PADDED * WARPS, 8, 2, 4], gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0]))
     _keep_row(row, x_ptr.to(gl.pointer_type(gl.int32), bitcast=True), K, PADDED, WARPS, LIFTED)
     acc = gl.zeros([WARPS, 8, 4, 2, 2], gl.float32, LANES)  # group 2 * t + the last axis of each row
     for step in gl.static_range(EACH):
         if step + AHEAD < EACH:
             ready = ready + (load_block(words_ptr, strip, (step + AHEAD) * WARPS, BLOCKS, WARPS, LANES),)  # noqa: RUF005
         first_half, second_half = ready[step]
-        x = gl.expand_dims(row.slice(step * WARPS, WARPS).load(gl.SliceLayout(3, LANES)), 3)  # r is the group
+        x = row.slice(step * WARPS, WARPS).permute([0, 1, 3, 2]).load(gl.SliceLayout(3, LANES))  # r is the group
         part = gl.inline_asm_elementwise(
-            ASM, OPERANDS, [first_half, second_half, x], dtype=gl.float32, is_pure=True, pack=4
+            ASM, OPERANDS, [first_half, second_half, gl.expand_dims(x, 3)], dtype=gl.float32, is_pure=True, pack=4
         )
         acc += part * _load_scales(kept.slice(step * WARPS, WARPS), WARPS, SCALE, LANES)
     result = gl.expand_dims(gl.sum(gl.sum(gl.sum(acc, 4), 0), 1), 1) + gl.zeros([8, 4, 2], gl.float32, RESULT)

@@ -19,12 +19,13 @@ GPUS = {
 
 
 @pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("nvfp4", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (24576, 4096), (1024, 3072), (4608, 3584), (40, 200)])
-def test_kernels_change_after_a_border_only(n: int, k: int, gpu: str) -> None:
+def test_kernels_change_after_a_border_only(n: int, k: int, nvfp4: bool, gpu: str) -> None:
     """One row may have its own kernel, and the library multiplies many rows."""
 
     def kernel(m: int) -> object:
-        config = int4_config(m, n, -(-k // 128), 2, GPUS[gpu])
+        config = int4_config(m, n, -(-k // 128), 2, GPUS[gpu], nvfp4=nvfp4)
         return replace(config, splits=config.splits > 1, rounds=0)
 
     changes = {m for m in range(1, DENSE_ROWS - 1) if kernel(m) != kernel(m + 1)}

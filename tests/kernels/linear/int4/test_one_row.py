@@ -111,7 +111,7 @@ def test_one_row_has_a_kernel_if_its_programs_fill_the_processors() -> None:
     assert config(4096, 65536) is None
     assert config(1024, 1024) is None
     assert config(4096, 4096, group=64) is None
-    assert config(4096, 4096, group=16) == StreamedRowConfig(8, ahead=4, registers=128)
+    assert config(4096, 4096, group=16) == StreamedRowConfig(8, ahead=2, registers=128)
     assert config(24576, 4096, group=16) == StreamedRowConfig(4, ahead=2, registers=80)
     assert config(1024, 1024, group=16) is None
 
