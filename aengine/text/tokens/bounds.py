@@ -81,13 +81,15 @@ class _CheckedParts(msgspec.Struct):
     decoder: Any = None
 
 
-def refuse_growth(path: Path, text: str) -> None:
+def refuse_growth(path: Path, data: bytes) -> None:
     """Raise `CheckpointError` if the tokenizer could make too much of a text or of a token.
 
-    text: the content of tokenizer.json.
+    data: the content of tokenizer.json.
     """
     try:
-        described = msgspec.json.decode(text, type=_CheckedParts)
+        described = msgspec.json.decode(data, type=_CheckedParts)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except (msgspec.MsgspecError, RecursionError):  # the library reports the mistake
         return
     growth = _growth(described.normalizer) * _growth(described.pre_tokenizer)

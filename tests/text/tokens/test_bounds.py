@@ -70,7 +70,7 @@ SPECIAL, TEXT = ("SpecialToken", "x"), ("Sequence", "A")
 )
 def test_what_could_grow_without_a_bound_is_refused(part: dict[str, Any], named: str) -> None:
     with pytest.raises(CheckpointError, match=f"here: its {'.*' if named == 'pre_tokenizer' else ''}{named}"):
-        refuse_growth(Path("here"), json.dumps(part))
+        refuse_growth(Path("here"), json.dumps(part).encode())
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_could_grow_without_a_bound_is_refused(part: dict[str, Any], named:
 def test_a_post_processor_without_a_known_form_is_refused_by_the_files_name(form: dict[str, Any]) -> None:
     text = json.dumps({"post_processor": {"type": "TemplateProcessing", **form}})
     with pytest.raises(CheckpointError, match=r"^tokenizer\.json is not a tokenizer: its post_processor"):
-        refuse_growth(Path("tokenizer.json"), text)
+        refuse_growth(Path("tokenizer.json"), text.encode())
 
 
 def test_what_published_tokenizers_do_is_taken() -> None:
@@ -97,8 +97,8 @@ def test_what_published_tokenizers_do_is_taken() -> None:
         "post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template(SPECIAL, TEXT, SPECIAL)]},
         "decoder": {"type": "Sequence", "decoders": [replace("▁", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]},
     }
-    refuse_growth(Path("here"), json.dumps(parts))
-    refuse_growth(Path("here"), "no JSON")
+    refuse_growth(Path("here"), json.dumps(parts).encode())
+    refuse_growth(Path("here"), b"no JSON")
 
 
 def test_the_bounds_hold_for_what_the_library_makes() -> None:
@@ -199,7 +199,7 @@ def test_a_post_processor_of_the_library_is_measured_alike() -> None:
     added = processors.TemplateProcessing(single="[a] $A" + " [a]" * 64, special_tokens=[("[a]", 1)])
     text = json.dumps({"post_processor": json.loads(added.__getstate__())})
     with pytest.raises(CheckpointError, match="adds 65 ids"):
-        refuse_growth(Path("here"), text)
+        refuse_growth(Path("here"), text.encode())
 
 
 KNOWN = {"byte level", "byte fallback", "gemma", "two blanks"}

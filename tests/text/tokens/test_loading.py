@@ -131,7 +131,10 @@ def test_pieces_of_text_for_logprobs(byte_level: Tokenizer, byte_fallback: Token
     assert byte_fallback.token_text(byte_fallback.encode_now("the")[0]) == " the"
 
 
-@pytest.mark.parametrize("bytes_", [b"", b"{", b"null", b"[]", b'"text"', b"{}", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "bytes_",
+    [b"", b"{", b"null", b"[]", b'"text"', b"{}", b"\xff\xfe", b'{"normalizer": {"\xff": 1}}', b"[" * 100_000],
+)
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_file_that_is_not_what_it_should_be(tmp_path: Path, name: str, bytes_: bytes) -> None:
     write_tokenizer(tmp_path, byte_level_backend(), {})
