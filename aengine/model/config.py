@@ -12,6 +12,7 @@ from aengine.cache.kv import KVLayer, KVShape
 from aengine.cache.states import StateShape
 from aengine.errors import ConfigError
 from aengine.kernels.linear.weights.base import QuantizedWeight
+from aengine.kernels.linear.weights.e2m1 import E2m1Weight
 from aengine.kernels.linear.weights.fp8 import Fp8Weight
 from aengine.kernels.linear.weights.integers import Int4Weight
 from aengine.model.architecture import Head, find_architecture, label_count, read_dtype, refuse_unsupported
@@ -81,9 +82,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset({form.weight_class for _, form in formats} | made)
 
     @property
-    def int4(self) -> bool:
-        """Whether there are matrices of 4-bit integers."""
-        return Int4Weight in self.weight_classes
+    def has_4_bits(self) -> bool:
+        """Whether there are matrices of 4-bit integers or floats."""
+        return any(issubclass(kind, Int4Weight | E2m1Weight) for kind in self.weight_classes)
 
     def quantized_as(self, method: str) -> ModelConfig:
         """Return the same model in a format. FP8 is made from floats while they are loaded.
@@ -100,8 +101,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_unpacked_copies(self) -> ModelConfig:
         """Return the same model with copies of its 4-bit matrices in floats. Raises `ConfigError` if it has none."""
-        if not self.int4:
-            raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4-bit integers; leave it out")
+        if not self.has_4_bits:
+            raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4 bits; leave it out")
         return msgspec.structs.replace(self, unpacked_copies=True)
 
     def needs_long_rope(self, max_positions: int) -> bool:

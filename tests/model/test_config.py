@@ -71,9 +71,11 @@ def test_fp8_is_a_format_of_the_checkpoint_or_of_its_loading(tmp_path: Path) -> 
     blocks = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     codes = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     fp8, int4 = (read(tmp_path, {"quantization_config": one}) for one in (blocks, codes))
-    assert (fp8.weight_classes, fp8.int4) == ({Fp8Weight}, False)
-    assert (int4.weight_classes, int4.int4) == ({Int4Weight}, True)
-    assert (read(tmp_path, {}).weight_classes, read(tmp_path, {}).int4) == (set(), False)
+    assert (fp8.weight_classes, fp8.has_4_bits) == ({Fp8Weight}, False)
+    assert (int4.weight_classes, int4.has_4_bits) == ({Int4Weight}, True)
+    assert (read(tmp_path, {}).weight_classes, read(tmp_path, {}).has_4_bits) == (set(), False)
+    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+    assert read(tmp_path, {"quantization_config": nvfp4}).has_4_bits
     assert read(tmp_path, {}).quantized_as("fp8").weight_classes == {Fp8Weight}
     with pytest.raises(ConfigError, match="gptq was asked for, the checkpoint has floats; use auto or fp8"):
         read(tmp_path, {}).quantized_as("gptq")
@@ -86,7 +88,7 @@ def test_copies_of_4_bit_matrices_take_their_room_and_others_have_none(tmp_path:
     linears = sum(n * k for layer in dense.layers for n, k in layer.linears(dense.hidden_size))
     assert both.weight_bytes(torch.bfloat16) == packed.weight_bytes(torch.bfloat16) + 2 * linears
     assert both.spread_over(2).weight_bytes(torch.bfloat16) == both.weight_bytes(torch.bfloat16) // 2
-    with pytest.raises(ConfigError, match="unpacked_copies: the checkpoint has no matrices of 4-bit integers"):
+    with pytest.raises(ConfigError, match="unpacked_copies: the checkpoint has no matrices of 4 bits"):
         dense.with_unpacked_copies()
 
 

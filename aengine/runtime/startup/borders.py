@@ -75,7 +75,7 @@ def _borders(
     borders |= _linear_borders(model, shapes, launch, most, drafting and dtype.itemsize == 2 and launch.fp8)
     # `linears` lists gate_up, then down.
     gates = {shape for ffn in ffns for shape in ffn.linears(hidden, model.ranks)[::2]}
-    for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.int4 else 1}):
+    for (outputs, inputs), least in itertools.product(gates, {1, DENSE_ROWS if model.has_4_bits else 1}):
         rows = range(least, most + 1)
         first = fewest_rows(outputs // 2, inputs, dtype.itemsize, launch, rows)
         if first is not None:  # some larger steps do not use the kernel, so a step of exactly this size is run

@@ -26,7 +26,7 @@ def with_copies(
     dense = all(isinstance(layer.ffn, MLPSpec | None) for layer in model.layers)
     if config.unpacked_copies is not None or sized or config.sleep_mode:
         return model
-    if not (model.int4 and dense) or dtype == torch.float32:
+    if not (model.has_4_bits and dense) or dtype == torch.float32:
         return model
     copied, weights = model.with_unpacked_copies(), model.weight_bytes(dtype)
     more = copied.weight_bytes(dtype) - weights
