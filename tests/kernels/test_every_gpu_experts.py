@@ -188,8 +188,8 @@ def test_experts_with_4_bit_weights(compiler: Compiler, tokens: int, group: int)
     layer.add_to(half(tokens, hidden), ints(tokens, top_k), single(tokens, top_k), half(tokens, hidden))
 
 
-def test_experts_in_nvfp4(compiler: Compiler) -> None:
-    tokens = 2048
+@pytest.mark.parametrize("tokens", [1, 4, 2048])
+def test_experts_in_nvfp4(compiler: Compiler, tokens: int) -> None:
     gate_up, down = (
         Nvfp4Weight(octets(128, n, k // 2), eighth(128, n, k // 16), single(128, n, 1))
         for n, k in ((1536, 2048), (2048, 768))

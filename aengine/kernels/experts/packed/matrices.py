@@ -27,6 +27,10 @@ class PackedMatrices:
     rows: int  # of a part
     columns: int
 
+    @property
+    def nvfp4(self) -> bool:
+        return self.e2m1 and self.group == 16
+
     @staticmethod
     def fits(weight: Int4Weight | E2m1Weight) -> bool:
         """Return whether the kernels can read it: columns in their order, in supported groups."""

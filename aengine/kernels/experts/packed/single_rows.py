@@ -18,147 +18,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aengine.kernels.experts.activation import activated_columns, row_biases
 from aengine.kernels.experts.packed.matrices import PackedMatrices
+from aengine.kernels.experts.packed.single_product import load_blocks, load_row_blocks, operands, product, row_factors
 from aengine.kernels.experts.rule import ExpertRule
 from aengine.kernels.launch import launch_for
-from aengine.kernels.linear.int4.block import Unpacking, e2m1, unpacking
-from aengine.kernels.linear.int4.packed_codes import BLOCK, QUARTER
-from aengine.kernels.linear.int4.row import load_row, operand, parted, quarters, unpack_row
+from aengine.kernels.linear.int4.block import Unpacking, unpacking
+from aengine.kernels.linear.int4.packed_codes import BLOCK
 from aengine.kernels.variants import keep_variants
-
-
-@triton.jit
-def _load(
-    words_ptr, scales_ptr, strip, first, BLOCKS: tl.constexpr, ALL_ROWS: tl.constexpr, GROUP: tl.constexpr,
-    E2M1: tl.constexpr, WARPS: tl.constexpr,
-):  # fmt: skip
-    """Load a block for each warp from `first` on, of strips [T]: words [WARPS, T, 2, 256], scales [32, WARPS, T, 2].
-
-    The order of the axes gives each lane of each warp the numbers that it multiplies.
-    """
-    strip = strip.to(tl.int64)
-    block = first + tl.arange(0, WARPS)
-    half, inner = tl.arange(0, 2)[None, None, :, None], tl.arange(0, 256)[None, None, None, :]
-    start = (strip[None, :] * BLOCKS + block[:, None]) * 512
-    words = tl.load(words_ptr + (start[:, :, None, None] + half * 256 + inner),
-                    mask=(block < BLOCKS)[:, None, None, None], other=0)  # fmt: skip
-    lane, eight = tl.arange(0, 32)[:, None, None, None], tl.arange(0, 2)[None, None, None, :]
-    n = strip[None, None, :, None] * 16 + eight * 8 + lane // 4
-    group = block if E2M1 else block * 128 // GROUP
-    scales = tl.load(scales_ptr + (group[None, :, None, None] * ALL_ROWS + n),
-                     mask=(block < BLOCKS)[None, :, None, None], other=0)  # fmt: skip
-    return words, scales
-
-
-@triton.jit
-def _load_x(row_ptr, first: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, PAIRS: tl.constexpr):
-    """Load the row's block for each warp. PAIRS: each lane's own pairs of numbers, [32, WARPS, 16] int32."""
-    if PAIRS:
-        # Hide from the compiler that neighbours are contiguous, so that each lane loads one word of each piece.
-        t = tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [tl.arange(0, 32) % 4], dtype=tl.int32, is_pure=True, pack=1
-        )
-        place = ((first + tl.arange(0, WARPS))[None, :] * 64 + t[:, None])[:, :, None]
-        piece = tl.arange(0, 16)[None, None, :] * 4
-        pointers = row_ptr.to(tl.pointer_type(tl.int32)) + place + piece
-        row = (
-            tl.load(pointers) if (first + WARPS) * 128 <= K else tl.load(pointers, mask=place + piece < K // 2, other=0)
-        )
-    else:
-        row = load_row(row_ptr, first, K, WARPS, 1, False)
-    return row
-
-
-@triton.jit
-def _operands(row, like, WARPS: tl.constexpr, PAIRS: tl.constexpr):
-    """Make a row's blocks, as `_load_x` has them, the right operands of the four quarters, each [WARPS, 32, 8]."""
-    if PAIRS:
-        low, high = parted(row, like)
-        # eight times the same, t, warp, two and two quarters, half, eight of words, pair
-        row = tl.reshape(tl.join(low, high), [8, 4, WARPS, 2, 2, 2, 2, 2])
-        # warp, half, t, eight of words, pair, eight times the same, two and two quarters
-        even, odd = tl.split(tl.permute(row, [2, 5, 1, 6, 7, 0, 3, 4]))
-        x0, x2 = tl.split(even)
-        x1, x3 = tl.split(odd)
-        x0, x1 = tl.reshape(x0, [WARPS, 32, 8]), tl.reshape(x1, [WARPS, 32, 8])
-        x2, x3 = tl.reshape(x2, [WARPS, 32, 8]), tl.reshape(x3, [WARPS, 32, 8])
-    else:
-        x0, x1, x2, x3 = quarters(row, WARPS, 1, False)
-        x0, x1 = operand(x0, like, WARPS, 1, False), operand(x1, like, WARPS, 1, False)
-        x2, x3 = operand(x2, like, WARPS, 1, False), operand(x3, like, WARPS, 1, False)
-    return x0, x1, x2, x3
-
-
-@triton.jit
-def _by_row(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """Reorder scales [32, WARPS, T, 2] -> [WARPS, ROWS, 4], with four equal columns."""
-    lanes = tl.permute(tl.reshape(scales, [8, 4, WARPS, ROWS // 16, 2]), [2, 3, 4, 0, 1])
-    return tl.reshape(lanes, [WARPS, ROWS, 4])
-
-
-@triton.jit
-def _zeros_of(scales, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """Expand zeros [32, WARPS, T, 2] to the columns of a quarter, [WARPS, ROWS, 32]."""
-    wide = tl.reshape(_by_row(scales, ROWS, WARPS), [WARPS, ROWS, 1, 4, 1])
-    return tl.reshape(tl.broadcast_to(wide, [WARPS, ROWS, 2, 4, 4]), [WARPS, ROWS, 32])
-
-
-@triton.jit
-def _unpacked(
-    words, scales, like, ROWS: tl.constexpr, WARPS: tl.constexpr, E2M1: tl.constexpr, ASM: tl.constexpr,
-    BASE: tl.constexpr, LIFT: tl.constexpr,
-):  # fmt: skip
-    """Unpack four quarters of blocks [WARPS, ROWS, 32] without their scales."""
-    if not E2M1:
-        return unpack_row(words, _zeros_of(scales & 255, ROWS, WARPS), like, ASM, BASE, LIFT)
-    if ASM == "":
-        w0, w1 = e2m1(words, 0).to(like.dtype), e2m1(words, 1).to(like.dtype)
-        w2, w3 = e2m1(words, 2).to(like.dtype), e2m1(words, 3).to(like.dtype)
-        return w0, w1, w2, w3
-    added = tl.zeros([1, 1, 1], like.dtype)  # 4-bit floats have no zeros to subtract
-    return tl.inline_asm_elementwise(
-        ASM, "=r,=r,=r,=r,r,r,r,r,r", [words, added, added, added, added],
-        dtype=(like.dtype, like.dtype, like.dtype, like.dtype), is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@triton.jit
-def _product(
-    words, scales, x0, x1, x2, x3, ROWS: tl.constexpr, WARPS: tl.constexpr, E2M1: tl.constexpr, ASM: tl.constexpr,
-    BASE: tl.constexpr, LIFT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Multiply blocks of words, as `_load` has them, by those of a row: [WARPS, ROWS, 4], with equal columns."""
-    words = tl.reshape(words, [WARPS, ROWS // 16, 2, 8, 4, 2, 2, 2])
-    # warp, tile, eight of rows, r, half, t, eight of words, pair
-    words = tl.reshape(tl.permute(words, [0, 1, 5, 3, 2, 4, 6, 7]), [WARPS, ROWS, 32])
-    w0, w1, w2, w3 = _unpacked(words, scales, x0, ROWS, WARPS, E2M1, ASM, BASE, LIFT)
-    if E2M1:
-        bits = _by_row(scales, ROWS, WARPS)
-        if LIFT > 1:  # no byte carries into the next if 2 ** 126 times a scale fits float32
-            bits += 0x7E7E7E7E
-        part = _one_of_two(tl.dot(w0, x0, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 23)
-        part += _one_of_two(tl.dot(w1, x1, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 15)
-        part += _one_of_two(tl.dot(w2, x2, input_precision=PRECISION), ROWS, WARPS) * _power(bits << 7)
-        part += _one_of_two(tl.dot(w3, x3, input_precision=PRECISION), ROWS, WARPS) * _power(bits >> 1)
-    else:
-        part = tl.dot(w0, x0, input_precision=PRECISION)
-        part = tl.dot(w1, x1, part, input_precision=PRECISION)
-        part = tl.dot(w2, x2, part, input_precision=PRECISION)
-        part = _one_of_two(tl.dot(w3, x3, part, input_precision=PRECISION), ROWS, WARPS)
-        part *= _by_row((scales & ~255).to(tl.float32, bitcast=True) * LIFT, ROWS, WARPS)
-    return part
-
-
-@triton.jit
-def _one_of_two(product, ROWS: tl.constexpr, WARPS: tl.constexpr):
-    """[WARPS, ROWS, 8] -> [WARPS, ROWS, 4]. All columns are equal, and a lane has two of them."""
-    first, _ = tl.split(tl.reshape(product, [WARPS, ROWS, 4, 2]))
-    return first
-
-
-@triton.jit
-def _power(bits):
-    """Return 2 ** (bits 23 to 30 - 127), with 0 for 2 ** -127."""
-    return (bits & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @keep_variants
@@ -216,19 +81,21 @@ def _gate_up_kernel(
         loaded = ()
         for turn in tl.static_range(EARLY):
             at = turn * WARPS
-            loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
-        x = _load_x(x_row, 0, K, WARPS, PAIRS)
+            loaded = loaded + (load_blocks(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+        x = load_row_blocks(x_row, 0, K, WARPS, PAIRS)
         acc = tl.zeros([WARPS, ROWS, 4], tl.float32)
         for turn in tl.static_range(TURNS):
             if turn + EARLY < TURNS:
                 at = (turn + EARLY) * WARPS
-                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
+                loaded = loaded + (load_blocks(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
             words, scales = loaded[turn]
-            x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
+            x0, x1, x2, x3 = operands(x, like, WARPS, PAIRS)
             if turn + 1 < TURNS:
-                x = _load_x(x_row, (turn + 1) * WARPS, K, WARPS, PAIRS)
-            acc += _product(words, scales, x0, x1, x2, x3, ROWS, WARPS, E2M1, ASM, BASE, LIFT, PRECISION)
+                x = load_row_blocks(x_row, (turn + 1) * WARPS, K, WARPS, PAIRS)
+            acc += product(words, scales, x0, x1, x2, x3, ROWS, WARPS, GROUP, E2M1, ASM, BASE, LIFT, PRECISION)
         result = tl.sum(tl.max(acc, axis=2), axis=0)
+        if GROUP == 16:
+            result *= row_factors(scales_ptr, strip, BLOCKS, ALL_ROWS)
         gate, up = result, result
         if GATED:
             gate, up = tl.split(tl.permute(tl.reshape(result, (2, BLOCK_N)), (1, 0)))
@@ -285,7 +152,7 @@ def _down_kernel(
         expert = tl.load(ids_ptr + token * TOP_K + turn // TURNS, cache_modifier=".cg")
         strip = own + tl.where((expert >= 0) & (expert < E), expert, 0) * STRIPS
         at = turn % TURNS * WARPS
-        loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
+        loaded = loaded + (load_blocks(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005 (Triton knows no other way)
     if OVERLAP:
         gdc_wait()
     like = tl.zeros([1], x_ptr.dtype.element_ty)
@@ -294,7 +161,7 @@ def _down_kernel(
     if ADD:
         result = tl.load(residual_ptr + token.to(tl.int64) * N + n, mask=n < N, other=0.0).to(tl.float32)
     x_rows = x_ptr + token.to(tl.int64) * (TOP_K * K)
-    x = _load_x(x_rows, 0, K, WARPS, PAIRS)
+    x = load_row_blocks(x_rows, 0, K, WARPS, PAIRS)
     for j in tl.static_range(TOP_K):
         expert = tl.load(ids_ptr + token * TOP_K + j, cache_modifier=".cg")
         known = (expert >= 0) & (expert < E)
@@ -305,12 +172,17 @@ def _down_kernel(
                 later = tl.load(ids_ptr + token * TOP_K + (j * TURNS + turn + EARLY) // TURNS, cache_modifier=".cg")
                 strip = own + tl.where((later >= 0) & (later < E), later, 0) * STRIPS
                 at = (turn + EARLY) % TURNS * WARPS
-                loaded = loaded + (_load(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
+                loaded = loaded + (load_blocks(words_ptr, scales_ptr, strip, at, BLOCKS, ALL_ROWS, GROUP, E2M1, WARPS),)  # noqa: RUF005
             words, scales = loaded[j * TURNS + turn]
-            x0, x1, x2, x3 = _operands(x, like, WARPS, PAIRS)
+            x0, x1, x2, x3 = operands(x, like, WARPS, PAIRS)
             if j * TURNS + turn + 1 < TOP_K * TURNS:
-                x = _load_x(x_rows + (j * TURNS + turn + 1) // TURNS * K, (turn + 1) % TURNS * WARPS, K, WARPS, PAIRS)
-            acc += _product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, E2M1, ASM, BASE, LIFT, PRECISION)
+                x = load_row_blocks(
+                    x_rows + (j * TURNS + turn + 1) // TURNS * K, (turn + 1) % TURNS * WARPS, K, WARPS, PAIRS
+                )
+            acc += product(words, scales, x0, x1, x2, x3, BLOCK_N, WARPS, GROUP, E2M1, ASM, BASE, LIFT, PRECISION)
+        if GROUP == 16:
+            strip = own + tl.where(known, expert, 0) * STRIPS
+            acc *= row_factors(scales_ptr, strip, BLOCKS, ALL_ROWS)[None, :, None]
         # The product of a missing expert may be NaN, because its input was never written.
         total += tl.where(known, acc * weight, 0.0)
         if BIASES:
@@ -342,8 +214,8 @@ class PackedSingleConfig:
 
 
 def fits_single_rows(weight: PackedMatrices) -> bool:
-    """Return whether a block of columns has one word of scales for each row."""
-    return weight.columns % 2 == 0 and weight.group >= (QUARTER if weight.e2m1 else BLOCK)
+    """Return whether a block of columns has one word of scales for each row, or of NVFP4 two."""
+    return weight.columns % 2 == 0 and (weight.e2m1 or weight.group >= BLOCK)
 
 
 def packed_single_rows(
@@ -391,7 +263,7 @@ def _bare(x: Tensor, weight: PackedMatrices) -> bool:
     enough for a normed row. The input of down may be smaller, so it is multiplied by a power of two before it is
     stored.
     """
-    return weight.bare and x.dtype == torch.bfloat16
+    return (weight.bare or weight.nvfp4) and x.dtype == torch.bfloat16
 
 
 def _unpacking(x: Tensor, weight: PackedMatrices) -> Unpacking:

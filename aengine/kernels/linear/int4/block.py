@@ -53,12 +53,12 @@ def unpacking(dtype: torch.dtype, e2m1: bool, group: int, scaled: bool, bare: bo
     """Return how codes become numbers of this dtype.
 
     scaled: the numbers are multiplied by the last four operands. bare: 4-bit floats lack `lift`, as those of int4
-    do; otherwise they are multiplied by it. Both say nothing about NVFP4, whose scales have that power in them.
+    do; otherwise they are multiplied by it. If numbers of NVFP4 are scaled, the scales have that power in them.
     """
     narrow = NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
-    if group == 16:
+    if group == 16 and scaled:
         lines = e2m1_numbers(narrow.pair == "f16x2", "$4", [f"${i}" for i in range(4)])
         lines += [f"fma.rn.{narrow.pair} ${i}, ${i}, ${5 + 2 * i}, minus_zero;" for i in range(4)]
         return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), narrow.scale_base, narrow.scale_step)

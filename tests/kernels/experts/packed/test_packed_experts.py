@@ -86,12 +86,11 @@ def test_the_weighted_sum(
 def is_for(cut: str, kind: str, dtype: str, shape: tuple[int, ...], **_: object) -> bool:
     """Return whether a GPU runs it.
 
-    Single rows need one word of scales for each row of a block. In float32 they need a small model, because their
-    products are unrolled and the compiler takes minutes; no model uses them so. High tiles do not fit with 4 bytes an
-    element.
+    Single rows need a block in one group, or 4-bit floats. In float32 they need a small model, because their products
+    are unrolled and the compiler takes minutes; no model uses them so. High tiles do not fit with 4 bytes an element.
     """
     if cut.startswith("single"):
-        return kind not in ("int4-32", "int4-64", "nvfp4") and (dtype != "float32" or shape[-1] < 2880)
+        return kind not in ("int4-32", "int4-64") and (dtype != "float32" or shape[-1] < 2880)
     return not cut.endswith("high") or dtype != "float32"
 
 
@@ -163,7 +162,7 @@ def test_groups_of_less_than_a_block_are_not_for_single_rows_tiny(device: torch.
     fits = {
         kind: fits_single_rows(PackedMatrices.from_weight(packed_weight(2, 32, 128, kind, device))) for kind in KINDS
     }
-    assert [kind for kind in KINDS if fits[kind]] == ["int4-128", "int4-zeros", "mxfp4"]
+    assert [kind for kind in KINDS if fits[kind]] == ["int4-128", "int4-zeros", "mxfp4", "nvfp4"]
 
 
 def test_columns_in_another_order_have_no_kernel_tiny(device: torch.device) -> None:
