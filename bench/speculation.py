@@ -10,7 +10,8 @@ draws with the probability of the curve, and another token otherwise. Proposers 
 the mean number of tokens of a step, for 1, 2, 3 ... drafts. The defaults are the acceptance that the field agreed on:
 Kimi-K2.5 with EAGLE-3, and Qwen3.5-397B with its MTP layer. For DFlash heads there is none. Their default is that of a
 head published for Qwen3-8B: of its first drafts 82.2 % are accepted, and a step has 3.74 tokens. `--rejected` measures
-once more, with no draft accepted. `--prompts` also measures what a head costs while prompts are read.
+once more, with no draft accepted. `--prompts` also measures what a head costs while prompts are read. `--steps` also
+reports how long the device takes for each kind of step.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +43,7 @@ from aengine.runtime.step import verdict
 from aengine.runtime.step.rows import Rows
 from aengine.runtime.step.verdict import DraftedRows
 from aengine.sampling.sampler import Draws
+from aengine.timeline import DEVICE
 from bench.results import Report
 from bench.shapes import QUANTIZATIONS, SHAPES, SMALL, ids, write_config
 
@@ -152,9 +155,10 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
             drafts = 0 if proposer == "off" else options.drafts
             case = {"shape": options.shape, "quantization": options.quantization or "none", "proposer": proposer}
             case |= {"drafts": drafts, "curve": "-" if proposer == "off" else " ".join(map(str, curve))}
+            timeline = str(folder / "steps.json") if options.steps else None
             async with aengine.Engine(
                 str(folder), load_format="dummy", max_model_len=CONTEXT, speculation=knob, draft_tokens=drafts,
-                progress=False,
+                timeline=timeline, progress=False,
             ) as engine:  # fmt: skip
                 for streams in options.streams:
                     figures = await median_of(engine, options, streams)
@@ -167,6 +171,28 @@ async def measure(options: argparse.Namespace, report: Report) -> None:
                         figures = {"tokens_per_second": prompts * LONG / seconds, "first_token_ms": 1e3 * seconds}
                         ratio = plain.setdefault(f"prompts {prompts}", seconds) / seconds
                         report.tell(case | {"prompts": prompts}, figures, reference={"ratio": ratio})
+            for kind, figures in step_times(folder / "steps.json").items() if options.steps else ():
+                report.tell(case | dict(zip(("rows", "verified", "with prompts"), kind)), figures)
+
+
+def step_times(timeline: Path) -> dict[tuple[int, float, bool], dict[str, float]]:
+    """Return the number of steps of each kind and their mean milliseconds on the device.
+
+    A kind: the rows that decode, rounded down to a power of two; the drafts of a row on average, in quarters; whether
+    prompts are read.
+    """
+    kinds: dict[tuple[int, float, bool], list[float]] = defaultdict(list)
+    for event in json.loads(timeline.read_bytes()):
+        counts = event["args"]
+        if event.get("tid") != DEVICE or event["ph"] != "X":
+            continue
+        if "decode" in counts:
+            rows = counts["decode"]
+            drafts = round(4 * counts["drafts"] / max(rows, 1)) / 4
+            times = kinds[1 << rows.bit_length() - 1 if rows else 0, drafts, counts["prompt_tokens"] > 0]
+            times.append(0.0)
+        times[-1] += event["dur"] / 1e3  # the draws of a step may have an event of their own
+    return {kind: {"steps": len(times), "ms": sum(times) / len(times)} for kind, times in sorted(kinds.items())}
 
 
 async def reading(engine: aengine.Engine, prompts: int, runs: int) -> float:
@@ -222,6 +248,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--steps", action="store_true", help="report how long each kind of step takes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     report = Report("speculation", options.out)
