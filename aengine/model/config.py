@@ -83,8 +83,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_4_bits(self) -> bool:
-        """Whether there are matrices of 4-bit integers or floats."""
-        return any(issubclass(kind, Int4Weight | E2m1Weight) for kind in self.weight_classes)
+        """Whether matrices may have 4 bits, integers or floats. A format that stores only experts does not count."""
+        formats = () if self.quantized is None else self.quantized.formats
+        classes = [form.weight_class for _, form in formats if not form.of_experts]
+        return any(issubclass(one, Int4Weight | E2m1Weight) for one in classes)
 
     def quantized_as(self, method: str) -> ModelConfig:
         """Return the same model in a format. FP8 is made from floats while they are loaded.
@@ -102,7 +104,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def with_unpacked_copies(self) -> ModelConfig:
         """Return the same model with copies of its 4-bit matrices in floats. Raises `ConfigError` if it has none."""
         if not self.has_4_bits:
-            raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4 bits; leave it out")
+            raise ConfigError("unpacked_copies: the checkpoint has no matrices of 4 bits outside experts; leave it out")
         return msgspec.structs.replace(self, unpacked_copies=True)
 
     def needs_long_rope(self, max_positions: int) -> bool:

@@ -55,6 +55,7 @@ class LinearFormat(ABC):
     weight_class: ClassVar[type[QuantizedWeight]]  # the class that `unpack` returns
     bits: ClassVar[int]  # approximate bits of a weight, with its share of the scales
     rounds_inputs: ClassVar[bool] = False  # whether products round their inputs; a norm is then part of the rounding
+    of_experts: ClassVar[bool] = False  # whether it stores nothing but experts fused in one tensor
     interleaves_gate_up: ClassVar[bool] = False  # whether rows of gate and up alternate in fused experts
 
     @property

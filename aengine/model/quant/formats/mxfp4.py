@@ -29,6 +29,7 @@ class Mxfp4(LinearFormat):
 
     weight_class: ClassVar[type[QuantizedWeight]] = Mxfp4Weight
     bits: ClassVar[int] = 5
+    of_experts: ClassVar[bool] = True
     interleaves_gate_up: ClassVar[bool] = True
 
     @property
