@@ -22,8 +22,8 @@ def start_runtime(
 ) -> Runtime:
     """Load the model in `folder` and allocate its memory. Does blocking I/O; call it in a worker thread.
 
-    begin_text: lets another thread make grammars, which holds the GIL. It is called before weights are read, because
-        this thread mostly waits while they stream.
+    begin_text: lets another thread read the vocabulary and make grammars, which holds the GIL. It is called before
+        weights are read, because this thread mostly waits while they stream.
 
     Raises: ConfigError, CheckpointError.
     """

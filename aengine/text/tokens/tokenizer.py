@@ -115,7 +115,7 @@ class Tokenizer:
 
     @classmethod
     def begin_load(cls, folder: Path, vocab_size: int | None = None, chat_template: str | None = None) -> Tokenizer:
-        """Like load(), without `complete`, which another thread may call later. It takes a third of the time."""
+        """Like load(), without `complete`, which takes a third of the time. Another thread may call that later."""
         folder = Path(folder)
         settings = read_settings(folder)
         if chat_template is not None:

@@ -15,7 +15,7 @@ class Vocabulary:
     tokens: ids to tokens, as the vocabulary writes them.
     size: all ids are smaller. There may be gaps.
     pieces: the text of each token. None means that the decoder does not read tokens one by one.
-    longest: the number of bytes of the longest token. None means that texts may have fewer tokens than it suggests.
+    longest: the number of bytes of the longest token. None means that a text's length is no bound for its tokens.
     """
 
     def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:

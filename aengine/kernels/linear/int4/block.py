@@ -23,7 +23,8 @@ class Narrow:
     pair: str
     e2m1_power: str  # the missing power of two, if a number has e2m1's bits across exponent and mantissa
     lift: float  # the same power
-    # A scale's byte times `scale_step` plus `scale_base` is 2 ** -10 times that power times the scale, twice.
+    # Of NVFP4: a scale's byte times `scale_step`, plus half of the bits of `scale_base`, is 2 ** -10 times that power
+    # times the scale. `scale_base` has these bits twice.
     scale_step: int
     scale_base: int
 
@@ -53,7 +54,8 @@ def unpacking(dtype: torch.dtype, e2m1: bool, group: int, scaled: bool, bare: bo
     """Return how codes become numbers of this dtype.
 
     scaled: the numbers are multiplied by the last four operands. bare: 4-bit floats lack `lift`, as those of int4
-    do; otherwise they are multiplied by it. If numbers of NVFP4 are scaled, the scales have that power in them.
+    do; otherwise they are multiplied by it. If numbers of NVFP4 are scaled, the scales have that power in them. The
+    assembly then reads the first of two neighbours' scales, so neighbours in a register must be of one group.
     """
     narrow = NARROW.get(dtype)
     if narrow is None:
@@ -175,7 +177,7 @@ def _scale(word, QUARTER: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr,
 
 @triton.jit
 def scale_pairs(word, QUARTER: tl.constexpr, BASE: tl.constexpr, STEP: tl.constexpr):
-    """Return scales of NVFP4, [..., 1] int32, in 16 bits and twice, times what `Narrow` says."""
+    """Return scales of NVFP4, [..., 1] int32: each one twice in 16 bits, times the powers of two of `Narrow`."""
     return tl.expand_dims((word >> (8 * QUARTER) & 255) * (STEP * 65537) + BASE, -1)
 
 

@@ -1,8 +1,8 @@
 """One row times a weight of NVFP4, streamed as in `int4.streamed_row`.
 
 A half of a quarter of a block is one group and one product of the tensor cores: 16 rows times 16 columns. The right
-operand has eight columns. Of each product only one is used, another one for each of the eight groups: it has x, the
-others have zeros. So the sums of the groups of a block stay apart, four in each thread, and are scaled then.
+operand has eight columns. The product of each of a block's eight groups uses one of them: that column has x, the others
+have zeros. So the sums of the groups stay apart, four in each thread, and are scaled afterwards.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, assignment, var-annotated"
 
