@@ -17,7 +17,7 @@ import triton.language as tl
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class _Narrow:
     """The bits of a 16-bit type, for two numbers in one register."""
 
     pair: str
@@ -29,9 +29,9 @@ class Narrow:
     scale_base: int
 
 
-NARROW = {
-    torch.bfloat16: Narrow("bf16x2", "0x7e807e80", 2.0**126, 1 << 4, 0x74807480),
-    torch.float16: Narrow("f16x2", "0x74007400", 2.0**14, 1 << 7, 0x24002400),
+_NARROW = {
+    torch.bfloat16: _Narrow("bf16x2", "0x7e807e80", 2.0**126, 1 << 4, 0x74807480),
+    torch.float16: _Narrow("f16x2", "0x74007400", 2.0**14, 1 << 7, 0x24002400),
 }
 _MINUS_ZERO = "0x80008000"
 
@@ -57,7 +57,7 @@ def unpacking(dtype: torch.dtype, e2m1: bool, group: int, scaled: bool, bare: bo
     do; otherwise they are multiplied by it. If numbers of NVFP4 are scaled, the scales have that power in them. The
     assembly then reads the first of two neighbours' scales, so neighbours in a register must be of one group.
     """
-    narrow = NARROW.get(dtype)
+    narrow = _NARROW.get(dtype)
     if narrow is None:
         return Unpacking("", 0, 1.0)
     if group == 16 and scaled:
@@ -75,7 +75,7 @@ def unpacking(dtype: torch.dtype, e2m1: bool, group: int, scaled: bool, bare: bo
     return Unpacking("\n".join(("{", *_registers(narrow), *lines, "}")), base, lift)
 
 
-def _registers(narrow: Narrow) -> list[str]:
+def _registers(narrow: _Narrow) -> list[str]:
     """Declare a scratch register and constants, because a multiply-add takes no immediate operands."""
     constants = {
         "one": "0x3c003c00", "low": "0x7a007a00", "high": "0x78007800",
@@ -114,7 +114,7 @@ def _int4() -> list[str]:
     return lines
 
 
-def _e2m1(narrow: Narrow, bare: bool) -> list[str]:
+def _e2m1(narrow: _Narrow, bare: bool) -> list[str]:
     lines = e2m1_numbers(narrow.pair == "f16x2", "$4", [f"${i}" for i in range(4)])
     if not bare:
         lines += [f"fma.rn.{narrow.pair} ${i}, ${i}, power, minus_zero;" for i in range(4)]
@@ -177,7 +177,7 @@ def _scale(word, QUARTER: tl.constexpr, E2M1: tl.constexpr, GROUP: tl.constexpr,
 
 @triton.jit
 def scale_pairs(word, QUARTER: tl.constexpr, BASE: tl.constexpr, STEP: tl.constexpr):
-    """Return scales of NVFP4, [..., 1] int32: each one twice in 16 bits, times the powers of two of `Narrow`."""
+    """Return scales of NVFP4, [..., 1] int32: each one twice in 16 bits, times the powers of two of `_Narrow`."""
     return tl.expand_dims((word >> (8 * QUARTER) & 255) * (STEP * 65537) + BASE, -1)
 
 
